@@ -117,7 +117,8 @@ class DeltaDecoder:
         self.rows = layers * kv_heads
         self.page_size = page_size
         self._row_ids = np.arange(self.rows, dtype=np.int64)
-        self._previous: dict[int, Keys] = {}
+        self._nothing: tuple[Keys, Int32s] = (np.empty(0, np.int64), np.zeros(self.rows, np.int32))
+        self._previous: dict[int, tuple[Keys, Int32s]] = {}
 
     def apply(self, request: int, context: int, kind: int, delta: Delta) -> PageSets:
         """Pages ``[layers, kv_heads, S]`` after ``delta``; S is the longest row.
@@ -128,15 +129,12 @@ class DeltaDecoder:
         limit = -(-context // self.page_size)
         added = self._keys("added", delta.added_counts, delta.added, limit)
         removed = self._keys("removed", delta.removed_counts, delta.removed, None)
-        if kind == WARM:
-            if removed.size:
-                raise DeltaError("removed", f"a warm event resets the row and removes nothing, found {removed.size} pages")
-            kept: Keys = np.empty(0, np.int64)
-        else:
-            kept = self._without(self._previous.get(request, np.empty(0, np.int64)), removed)
-        keys = self._merged(kept, added)
-        self._previous[request] = keys
-        counts = np.bincount(keys >> _DECODE_SHIFT, minlength=self.rows)
+        if kind == WARM and removed.size:
+            raise DeltaError("removed", f"a warm event resets the row and removes nothing, found {removed.size} pages")
+        before, counts = self._nothing if kind == WARM else self._previous.get(request, self._nothing)
+        keys = self._merged(self._without(before, removed), added)
+        counts = counts + delta.added_counts - delta.removed_counts
+        self._previous[request] = (keys, counts)
         width = int(counts.max(initial=0))
         pages = np.full((self.rows, width), -1, np.int32)
         pages[np.arange(width) < counts[:, None]] = keys & ((1 << _DECODE_SHIFT) - 1)
@@ -180,7 +178,7 @@ class DeltaDecoder:
             raise DeltaError("removed", f"{self._where(removed[int(np.argmin(present))])} is removed but was not attended before")
         keep = np.ones(len(keys), np.bool_)
         keep[at] = False
-        return keys[keep]
+        return keys.compress(keep)
 
     def _merged(self, kept: Keys, added: Keys) -> Keys:
         if not added.size:
