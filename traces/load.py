@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from traces import SCHEMA_VERSION
 from traces.columns import Group, check_not_negative, groups
+from traces.layout import META, REQUESTS, STEPS, parts_of
 from traces.problems import Problem, Report, TraceError, of_validation, refuse, report_rows
 from traces.schema import STEP_SCHEMA, RequestRecord, RunMeta, StepRecord
-from traces.writer import META, REQUESTS, STEPS, parts_of
 
 BY_REQUEST = ("prefix_tokens", "new_tokens", "decoding")
 BY_LAYER = ("selected", "hits", "misses", "born", "demand_bytes", "prefix_bytes", "write_bytes")
@@ -31,11 +31,11 @@ def load_meta(directory: Path) -> RunMeta:
         refuse(Problem(str(directory), None, None, "expected a directory that holds a run"))
     try:
         text = (directory / META).read_bytes()
-    except FileNotFoundError:
-        refuse(Problem(META, None, None, f"missing; expected a run directory with {META}"))
+    except OSError as error:
+        refuse(Problem(META, None, None, f"expected a run directory with {META}, which can't be read ({error.strerror})"))
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         refuse(Problem(META, None, None, f"not JSON ({error})"))
     if not isinstance(raw, dict):
         refuse(Problem(META, None, None, f"expected an object, found {type(raw).__name__}"))
@@ -69,8 +69,8 @@ def load_requests(directory: Path, meta: RunMeta, report: Report) -> list[Reques
     """Read ``requests.jsonl``, sorted by id; bad lines are reported and left out. A torn last line of an unfinished run is only warned about."""
     try:
         lines = (directory / REQUESTS).read_bytes().split(b"\n")
-    except FileNotFoundError:
-        report(Problem(REQUESTS, None, None, "missing; expected one line a request"))
+    except OSError as error:
+        report(Problem(REQUESTS, None, None, f"expected one line a request; the file can't be read ({error.strerror})"))
         return []
     rest = lines.pop()
     if rest:

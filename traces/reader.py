@@ -20,10 +20,10 @@ import numpy as np
 
 from traces.columns import Group, groups, open_parquet
 from traces.delta import Delta, DeltaDecoder, DeltaError
+from traces.layout import META, SELECTIONS
 from traces.load import files_of, load_meta, load_requests, load_steps
 from traces.problems import Problem, Report, TraceError, refuse
 from traces.schema import DECODE, SELECTION_SCHEMA, WARM, PageSets, RequestRecord, RunMeta, StepRecord
-from traces.writer import META, SELECTIONS
 
 __all__ = ["Run", "SelectionEvent", "TraceError", "read_run"]
 

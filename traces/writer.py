@@ -20,18 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.delta import Delta, DeltaEncoder, Int32s
+from traces.layout import META, REQUESTS, SELECTIONS, STEPS, parts_of
 from traces.schema import DECODE, SELECTION_SCHEMA, STEP_SCHEMA, WARM, PageSets, RequestRecord, RunMeta, StepRecord
 
-META, REQUESTS, STEPS, SELECTIONS = "meta.json", "requests.jsonl", "steps.parquet", "selections.parquet"
 PART_ROWS = 256
 """Buffered rows that make a part; what a crash can lose."""
 GROUP_ROWS = 2048
 """Rows of a row group in the joined file; what a reader holds at once."""
-
-
-def parts_of(directory: Path, name: str) -> Path:
-    """Folder of the numbered parts of the parquet file ``name`` of an unfinished run."""
-    return directory / f"{name.removesuffix('.parquet')}.parts"
 
 
 class _Event(NamedTuple):
@@ -193,10 +188,10 @@ class TraceWriter:
             pending.result()
 
     def _write_parts(self, steps: Sequence[StepRecord], events: Sequence[_Event]) -> None:
-        if steps:
-            self._write_part(STEPS, _step_table(steps))
         if events:
             self._write_part(SELECTIONS, _event_table(events))
+        if steps:
+            self._write_part(STEPS, _step_table(steps))
 
     def _write_part(self, name: str, table: pa.Table) -> None:
         path = parts_of(self.directory, name) / f"{self._parts[name]:06d}.parquet"
