@@ -57,7 +57,8 @@ class Gpu:
             share = left if index == len(moving) - 1 else service_ns * nbytes // total
             left -= share
             events.append(link.submit(number, kind, nbytes, share))
-        yield from events
+        if events:
+            yield events[-1]  # first in, first out: the last one ends last
         self.idle_ns["link"] += int(self.env.now) - begin
 
     def check(self, horizon_ns: int) -> None:
