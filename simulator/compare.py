@@ -64,8 +64,8 @@ class Comparison:
     fit: FitReport
     measured: Summary
     recorded: Summary
-    modelled: Summary
-    outside: tuple[int, int]
+    modelled: Summary | None
+    outside: tuple[int, int | None]
     unrecorded: int
     tolerance: float
 
@@ -93,16 +93,21 @@ class Comparison:
             "fit": self.fit.as_dict(),
             "measured": self.measured.as_dict(),
             "recorded": self.recorded.as_dict(),
-            "modelled": self.modelled.as_dict(),
+            "modelled": self.modelled.as_dict() if self.modelled else None,
             "steps_outside_fitted_range": {"recorded": self.outside[0], "modelled": self.outside[1]},
             "unrecorded_selections": self.unrecorded,
         }
 
 
-def compare(session: Session, recorded: SimResult, modelled: SimResult, tolerance: float = TOLERANCE) -> Comparison:
-    """Hold two simulations of a run, by measured batches and from arrivals, against what was measured."""
+def compare(session: Session, recorded: SimResult, modelled: SimResult | None, tolerance: float = TOLERANCE) -> Comparison:
+    """Hold simulations of a run, by measured batches and from arrivals, against what was measured.
+
+    ``modelled`` is ``None`` for a run whose scheduling policy the model does not know; its lines are then missing.
+    """
     measured = measured_summary(session.run)
-    summaries = {"recorded": simulated_summary(recorded), "modelled": simulated_summary(modelled)}
+    summaries = {"recorded": simulated_summary(recorded)}
+    if modelled is not None:
+        summaries["modelled"] = simulated_summary(modelled)
     fit = session.fitted.report
     timings: list[Timing] = []
     for name, pair in (("tpot", fit.tpot_ns), ("makespan", fit.makespan_ns)):
@@ -119,9 +124,9 @@ def compare(session: Session, recorded: SimResult, modelled: SimResult, toleranc
         fit,
         measured,
         summaries["recorded"],
-        summaries["modelled"],
-        (recorded.outside, modelled.outside),
-        modelled.unrecorded,
+        summaries.get("modelled"),
+        (recorded.outside, modelled.outside if modelled else None),
+        modelled.unrecorded if modelled else 0,
         tolerance,
     )
 

@@ -18,6 +18,9 @@ from simulator.schedule import Token
 from simulator.workload import Batch, Row
 from traces.schema import RequestRecord, RunMeta
 
+POLICIES = ("fcfs",)
+"""Scheduling policies that the model knows."""
+
 
 @dataclass(eq=False, slots=True)
 class _Live:
@@ -62,7 +65,7 @@ class ModelledSchedule:
 
     def __init__(self, meta: RunMeta) -> None:
         server = meta.server
-        if server.schedule_policy != "fcfs":
+        if server.schedule_policy not in POLICIES:
             raise ValueError(
                 f"the scheduler model knows schedule_policy 'fcfs', the run used {server.schedule_policy!r}: replay it with --schedule recorded"
             )

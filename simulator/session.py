@@ -10,7 +10,7 @@ from simulator.engine import Engine, SimResult
 from simulator.fit import Fitted, fit_costs
 from simulator.pagecache import PageOutcomes, replay_pages
 from simulator.schedule import RecordedSchedule, Schedule
-from simulator.scheduler import ModelledSchedule
+from simulator.scheduler import POLICIES, ModelledSchedule
 from simulator.settings import Scenario
 from simulator.work import WorkModel
 from simulator.workload import Batch, RecordedRun, check_run, recorded_batches
@@ -35,6 +35,11 @@ class Session:
         self.fitted: Fitted = fit_costs(run)
         self._progress = progress
         self._outcomes: dict[float, PageOutcomes] = {}
+
+    @property
+    def can_model(self) -> bool:
+        """Whether the scheduler model knows the run's scheduling policy."""
+        return self.run.meta.server.schedule_policy in POLICIES
 
     def outcomes(self, scenario: Scenario) -> PageOutcomes:
         """Hits and misses of every recorded decode step, with the scenario's buffers."""

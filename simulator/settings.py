@@ -57,6 +57,11 @@ class Scenario:
         return ", ".join(f"{key}={_spell(value)}" for key, value in self.changes) or "as recorded"
 
     @property
+    def short_label(self) -> str:
+        """The changes without the part that a key begins with."""
+        return ", ".join(f"{key.partition('.')[2]}={_spell(value)}" for key, value in self.changes) or "as recorded"
+
+    @property
     def needs_model(self) -> bool:
         """Whether a change alters the schedule, which replaying the measured batches would ignore."""
         return any(key.startswith("server.") for key, _ in self.changes)
