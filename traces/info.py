@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.columns import groups
 from traces.layout import SELECTIONS
 from traces.load import files_of
 from traces.problems import refuse
-from traces.reader import Run
-from traces.schema import SELECTION_SCHEMA, WARM
+from traces.reader import Run, iterate_selections
+from traces.schema import DECODE
 
 
 def describe(run: Run) -> dict[str, Any]:
@@ -73,22 +72,19 @@ def _by_layer(run: Run, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def _selections(run: Run) -> dict[str, Any]:
-    """Sizes of the selections; the deltas say what is reused, so nothing is decoded."""
-    files = files_of(run.path, SELECTIONS, run.meta)
-    attended: dict[int, int] = {}
-    events = kept = followed = 0
-    for group in groups(run.path, files, SELECTION_SCHEMA, ["request", "kind", "added", "removed"], refuse):
-        columns = group.columns
-        heads = (columns["request"].values.tolist(), columns["kind"].values.tolist())
-        for request, kind, added, removed in zip(*heads, columns["added"].lengths.tolist(), columns["removed"].lengths.tolist()):
-            before = None if kind == WARM else attended.get(request)
-            attended[request] = (before or 0) + added - removed
-            if before is not None:
-                kept += before - removed
-                followed += attended[request]
-        events += group.rows
-    size = sum((run.path / file).stat().st_size for file in files)
-    return {"events": events, "bytes": size, "bytes_per_event": _share(size, events), "reused_from_previous": _share(kept, followed)}
+    """Sizes of the selections, and the share of a decode event's pages that the request's previous event had too."""
+    known = {request.id for request in run.requests} if run.meta.complete else None
+    started: set[int] = set()
+    events = reused = followed = 0
+    for event, delta in iterate_selections(run.path, run.meta, known, refuse):
+        if event.kind == DECODE and event.request in started:
+            pages = int((event.pages >= 0).sum())
+            followed += pages
+            reused += pages - len(delta.added)
+        started.add(event.request)
+        events += 1
+    size = sum((run.path / file).stat().st_size for file in files_of(run.path, SELECTIONS, run.meta))
+    return {"events": events, "bytes": size, "bytes_per_event": _share(size, events), "reused_from_previous": _share(reused, followed)}
 
 
 def _share(part: int, whole: int) -> float | None:

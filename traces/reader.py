@@ -60,7 +60,7 @@ class Run:
     def selections(self) -> Iterator[SelectionEvent]:
         """Selection events in file order, a row group in memory at a time. Raises :class:`TraceError` at the first damaged row."""
         known = {request.id for request in self.requests} if self.meta.complete else None
-        return iterate_selections(self.path, self.meta, known, refuse)
+        return (event for event, _ in iterate_selections(self.path, self.meta, known, refuse))
 
 
 def read_run(path: str | os.PathLike[str], *, allow_incomplete: bool = False) -> Run:
@@ -89,8 +89,8 @@ def read_run(path: str | os.PathLike[str], *, allow_incomplete: bool = False) ->
     return Run(directory, meta, requests, steps)
 
 
-def iterate_selections(directory: Path, meta: RunMeta, known: Collection[int] | None, report: Report) -> Iterator[SelectionEvent]:
-    """Selection events in file order. After a reported one, its request is left out up to its next warm event.
+def iterate_selections(directory: Path, meta: RunMeta, known: Collection[int] | None, report: Report) -> Iterator[tuple[SelectionEvent, Delta]]:
+    """Selection events in file order, with the deltas that they came from. After a reported one, its request is left out up to a warm event.
 
     ``known``: ids of the requests that there are, or ``None`` when a request may lack its record.
     """
@@ -119,14 +119,15 @@ def iterate_selections(directory: Path, meta: RunMeta, known: Collection[int] | 
                 report(problem)
                 broken.add(request)
             elif request not in broken:
+                delta = _delta(group, row)
                 try:
-                    pages = decoder.apply(request, context, kind, _delta(group, row))
+                    pages = decoder.apply(request, context, kind, delta)
                 except DeltaError as error:
                     report(group.place(row, error.field, str(error)))
                     broken.add(request)
                 else:
                     last_step[request] = step
-                    yield SelectionEvent(step, request, context, kind, pages)
+                    yield SelectionEvent(step, request, context, kind, pages), delta
             if ends[request] == at + row:
                 decoder.drop(request)
                 last_step.pop(request, None)

@@ -51,7 +51,7 @@ def validate_run(path: str | os.PathLike[str]) -> list[Problem]:
         problems += check_step(step, meta)
     attended = _Attended(meta, steps)
     damage: list[Problem] = []
-    for event in iterate_selections(directory, meta, known, damage.append):
+    for event, _ in iterate_selections(directory, meta, known, damage.append):
         problems += attended.add(event) if whole else ()
     problems += damage
     if whole and meta.complete:
