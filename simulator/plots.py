@@ -102,18 +102,22 @@ def link_bytes(session: Session, result: SimResult) -> Figure:
 
 
 def whatif_curve(outcomes: Sequence[Outcome]) -> Figure:
-    """Hit rate and TPOT of each scenario, in the order of the table."""
+    """Hit rate and TPOT of each scenario, in the order of the table; the first one, as recorded, is the dashed line."""
     drawn = figure(height=3.4)
-    left, right = drawn.subplots(1, 2)
-    labels = [outcome.scenario.short_label for outcome in outcomes]
+    baseline, others = outcomes[0], outcomes[1:]
+    labels = [outcome.scenario.short_label for outcome in others]
     at = np.arange(len(labels))
-    left.plot(at, [outcome.summary.pages.hit_rate for outcome in outcomes], "o-", color=MEASURED)
-    left.set(ylabel="hit rate")
-    right.plot(at, [outcome.summary.tpot.mean / 1e6 for outcome in outcomes], "o-", color=SIMULATED)
-    right.set(ylabel="mean TPOT (ms)")
-    for axes in (left, right):
+    rates = [outcome.summary.pages.hit_rate for outcome in outcomes]
+    tpot = [outcome.summary.tpot.mean / 1e6 for outcome in outcomes]
+    for axes, name, values, colour in zip(
+        drawn.subplots(1, 2), ("hit rate", "mean TPOT (ms)"), (rates, tpot), (MEASURED, SIMULATED), strict=True
+    ):
+        axes.plot(at, values[1:], "o-", color=colour)
+        axes.axhline(values[0], color="#888888", ls="--", lw=1, label=baseline.scenario.label)
+        axes.set(ylabel=name)
         axes.set_xticks(at, labels, rotation=30, ha="right", fontsize=7)
-        axes.grid(alpha=0.3)
+        axes.ticklabel_format(axis="y", useOffset=False)
+        _finish(axes)
     return drawn
 
 

@@ -54,12 +54,12 @@ class Scenario:
     @property
     def label(self) -> str:
         """The changes in words."""
-        return ", ".join(f"{key}={_spell(value)}" for key, value in self.changes) or "as recorded"
+        return ", ".join(f"{key}={spell(value)}" for key, value in self.changes) or "as recorded"
 
     @property
     def short_label(self) -> str:
         """The changes without the part that a key begins with."""
-        return ", ".join(f"{key.partition('.')[2]}={_spell(value)}" for key, value in self.changes) or "as recorded"
+        return ", ".join(f"{key.partition('.')[2]}={spell(value)}" for key, value in self.changes) or "as recorded"
 
     @property
     def needs_model(self) -> bool:
@@ -143,5 +143,6 @@ def _parse(key: str, setting: Setting, text: str) -> Value:
     return int(value) if setting.kind is int else float(value)
 
 
-def _spell(value: Value) -> str:
+def spell(value: Value) -> str:
+    """``value`` as it is written after ``--set``."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,12 +9,13 @@ from rich.table import Table
 
 from simulator.compare import Comparison
 from simulator.fit import FitReport
+from simulator.settings import spell
 from simulator.whatif import Outcome
 
 
 def milliseconds(ns: float) -> str:
-    """Nanoseconds in milliseconds, four digits."""
-    return f"{ns / 1e6:,.4g} ms" if ns < 1e9 else f"{ns / 1e6:,.0f} ms"
+    """Nanoseconds in milliseconds, or seconds from one up; four digits."""
+    return f"{ns / 1e6:,.4g} ms" if ns < 1e9 else f"{ns / 1e9:,.4g} s"
 
 
 def percent(error: float | None) -> str:
@@ -80,19 +81,25 @@ def fit_line(fit: FitReport) -> str:
 
 
 def whatif_table(outcomes: Sequence[Outcome]) -> RenderableType:
-    """One line a scenario."""
-    table = Table(title="Simulated", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("scenario", no_wrap=True)
-    for name in ("hit rate", "demand", "TPOT", "TTFT", "makespan", "tok/s", "finished", "refused", "outside"):
-        table.add_column(name, justify="right", no_wrap=name != "finished")
+    """One line a scenario, one column a changed setting; the first line is the run as it was recorded."""
+    keys = list(dict.fromkeys(key for outcome in outcomes for key, _ in outcome.scenario.changes))
+    table = Table(title="Simulated", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for key in keys:
+        table.add_column(key.partition(".")[2].replace("_", " "), justify="right")
+    for name in ("hit rate", "demand", "TPOT", "TTFT", "makespan", "tok/s", "refused", "outside"):
+        table.add_column(name, justify="right", no_wrap=True)
     for outcome in outcomes:
         summary, result = outcome.summary, outcome.result
+        changed = dict(outcome.scenario.changes)
         table.add_row(
-            *(outcome.scenario.short_label, f"{summary.pages.hit_rate:.4f}", bytes_of(summary.pages.demand_bytes)),
+            *(spell(changed[key]) if key in changed else "as is" for key in keys),
+            *(f"{summary.pages.hit_rate:.4f}", bytes_of(summary.pages.demand_bytes)),
             *(milliseconds(summary.tpot.mean), milliseconds(summary.ttft.mean), milliseconds(summary.makespan_ns)),
-            *(f"{summary.tokens_per_second:,.0f}", str(summary.requests), str(result.refused), f"{result.outside}/{len(result.steps)}"),
+            *(f"{summary.tokens_per_second:,.0f}", str(result.refused), f"{result.outside}/{len(result.steps)}"),
         )
-    notes = ["TPOT, TTFT: means. outside: steps whose features lie outside the range that the costs were fitted in; read their times with care."]
+    notes = [
+        "TPOT, TTFT: means. outside: steps whose features lie outside the range that the costs were fitted in; read their times with care."
+    ]
     unrecorded = sum(outcome.result.unrecorded for outcome in outcomes)
     if unrecorded:
         notes.append(f"{unrecorded} decode rows have no recorded selection and take their request's last one.")
