@@ -80,7 +80,8 @@ class PageBudget:
         if self.budget is None:
             return self.pages_of(tokens)
         if isinstance(self.budget, float):
-            return max(1, math.ceil(self.budget * tokens / self.page_size))
+            # 0.07 x 100 is a little more than 7 in binary, which must not cost a page more.
+            return max(1, math.ceil(self.budget * tokens / self.page_size - 1e-9))
         return self.pages_of(self.budget)
 
     def span(self, tokens: int) -> PageSpan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,12 +39,12 @@ class FixedBuffers:
         extra_tokens: tokens that a request may write beyond its own limit (the overlap scheduler runs one step more).
 
     Raises:
-        ValueError: if ``factor`` < 1.
+        ValueError: if ``factor`` < 1 or not finite.
     """
 
     def __init__(self, budgets: Sequence[PageBudget], kv_heads: int, factor: float = 5.0, extra_tokens: int = 1) -> None:
-        if factor < 1:
-            raise ValueError(f"buffer_factor(={factor}) must be >= 1: a row needs frames for the pages that a step attends")
+        if not 1 <= factor < math.inf:
+            raise ValueError(f"buffer_factor(={factor}) must be a finite number >= 1: a row needs frames for the pages that a step attends")
         self.budgets = tuple(budgets)
         self.kv_heads = kv_heads
         self.factor = factor

@@ -92,6 +92,11 @@ def _unsorted(rows: dict[str, list[Any]]) -> None:
     rows["added"][0][0], rows["added"][0][1] = rows["added"][0][1], rows["added"][0][0]
 
 
+def _meta_becomes_a_directory(run: Path) -> None:
+    (run / META).unlink()
+    (run / META).mkdir()
+
+
 def _duplicate_id(run: Path) -> None:
     first = json.loads((run / REQUESTS).read_text().splitlines()[0])["id"]
     edit_request(run, 3, lambda record: record.update(id=first))
@@ -99,7 +104,7 @@ def _duplicate_id(run: Path) -> None:
 
 DAMAGES = [
     Damage("meta missing", lambda run: (run / META).unlink(), META, None, None, "can't be read"),
-    Damage("meta is a directory", lambda run: ((run / META).unlink(), (run / META).mkdir()), META, None, None, "can't be read"),
+    Damage("meta is a directory", _meta_becomes_a_directory, META, None, None, "can't be read"),
     Damage("meta not json", lambda run: truncate(run / META, 0.5), META, None, None, "not JSON"),
     Damage("meta nested too deep", lambda run: (run / META).write_text("[" * 100_000), META, None, None, "not JSON"),
     Damage("meta not utf-8", lambda run: (run / META).write_bytes(b'{"a": "\xff\xfe"}'), META, None, None, "not JSON"),

@@ -123,7 +123,7 @@ def test_steps_made_without_validation_read_the_same(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "run"))
     with TraceWriter(tmp_path / "again", run.meta) as writer:
         for step in run.steps:
-            values = {name: list(value) if isinstance(value, tuple) else value for name, value in dict(step).items()}
+            values: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in dict(step).items()}
             writer.step(StepRecord.model_construct(**values))
         for request in run.requests:
             writer.request(request)

@@ -103,9 +103,12 @@ def test_close_names_requests_without_a_record_and_stays_open(tmp_path: Path, va
     writer.close({"n": np.int64(3)})  # type: ignore[dict-item]
     writer.close({})
     assert read_run(tmp_path / "run").meta.totals == {"n": 3}
-    for call in (lambda: writer.step(run.steps[1]), lambda: writer.request(run.requests[1]), writer.flush):
-        with pytest.raises(ValueError, match="is closed"):
-            call()
+    with pytest.raises(ValueError, match="is closed"):
+        writer.step(run.steps[1])
+    with pytest.raises(ValueError, match="is closed"):
+        writer.request(run.requests[1])
+    with pytest.raises(ValueError, match="is closed"):
+        writer.flush()
 
 
 CRASH = """
