@@ -245,6 +245,9 @@ def test_more_pages_than_slots_is_refused() -> None:
     lru = _make_lru([3, 2], capacity=3)
     with pytest.raises(RuntimeError, match="row 1 misses 3 pages but only 2 of its 2 slots"):
         lru.access(_rows(0, 1), _pad([[1, 2, 3], [1, 2, 3]]))
+    lru.access(_rows(0), _pad([[1, 2, 3]]))
+    with pytest.raises(RuntimeError, match="row 0 misses 2 pages but only 1 of its 3 slots"):
+        lru.access(_rows(0), _pad([[1, 2, 8, 9]]))  # the hits are no victims
     with pytest.raises(RuntimeError, match="row 0 misses 1 pages but only 0 of its 0 slots"):
         BucketedLRU(1, 4, FlatPageTable(1, 9)).access(_rows(0), _pad([[1]]))
 
