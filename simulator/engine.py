@@ -23,12 +23,13 @@ from traces.schema import RequestRecord
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When a request reached each point of its life; ``None`` if it never did."""
+    """When a request reached each point of its life; ``None`` if it never did. ``status`` is the recorded one."""
 
     id: int
     arrival_ns: int
     prompt_tokens: int
     output_tokens: int
+    status: str = "finished"
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
     finish_ns: int | None = None
@@ -72,7 +73,7 @@ class Engine:
     """One simulation.
 
     Args:
-        requests: arrivals. Requests that never wrote a token (aborted while they waited) are skipped and counted.
+        requests: arrivals. Requests that never ran (refused, or aborted while they waited) are skipped and counted.
         schedule: which batch comes next.
         work_of: what a batch asks of GPU and link.
         cost: nanoseconds of it.
@@ -104,7 +105,7 @@ class Engine:
         self.steps: list[SimStep] = []
         self._requests = sorted((r for r in requests if self._counts(r)), key=lambda r: (r.arrival_ns, r.id))
         self._skipped = len(requests) - len(self._requests)
-        self._times = {r.id: RequestTimes(r.id, r.arrival_ns, r.prompt_tokens, r.output_tokens) for r in self._requests}
+        self._times = {r.id: RequestTimes(r.id, r.arrival_ns, r.prompt_tokens, r.output_tokens, r.status) for r in self._requests}
         self._inbox: list[RequestRecord] = []
         self._to_come = len(self._requests)
         self._arrival: simpy.Event | None = None
@@ -112,7 +113,7 @@ class Engine:
 
     @staticmethod
     def _counts(request: RequestRecord) -> bool:
-        return request.output_tokens > 0 or request.scheduled_ns is not None
+        return request.scheduled_ns is not None
 
     def run(self) -> SimResult:
         """Run until every request ended. Raises ``RuntimeError`` on a deadlock or if the books do not balance."""
@@ -206,11 +207,11 @@ class Engine:
 
     def _deliver(self, batch: Batch) -> None:
         visible = int(self.env.now) + self.cost.handoff_ns
-        self._last_visible = max(self._last_visible, visible)
         for token in self.schedule.deliver(batch):
             self._hand_on(token, visible)
 
     def _hand_on(self, token: Token, now: int) -> None:
+        self._last_visible = max(self._last_visible, now)
         times = self._times[token.request]
         if token.number == 1:
             times.first_token_ns = now

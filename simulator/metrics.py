@@ -95,16 +95,18 @@ def tpots(requests: Iterable[RequestTimes]) -> list[float]:
 def measured_times(run: RecordedRun) -> list[RequestTimes]:
     """Request times as they were measured."""
     return [
-        RequestTimes(r.id, r.arrival_ns, r.prompt_tokens, r.output_tokens, r.scheduled_ns, r.first_token_ns, r.finish_ns, r.cached_tokens)
+        RequestTimes(
+            r.id, r.arrival_ns, r.prompt_tokens, r.output_tokens, r.status, r.scheduled_ns, r.first_token_ns, r.finish_ns, r.cached_tokens
+        )
         for r in run.requests
     ]
 
 
 def summarize(requests: Sequence[RequestTimes], steps: int, pages: PageTotals) -> Summary:
-    """Summary of requests that finished."""
-    done = [r for r in requests if r.finish_ns is not None]
+    """Summary of the requests that finished, here and in the recording (one that was aborted or refused there has no latency)."""
+    done = [r for r in requests if r.finish_ns is not None and r.status == "finished"]
     ends = [r.finish_ns for r in done if r.finish_ns is not None]
-    makespan = max(ends) - min(r.arrival_ns for r in requests) if ends else 0
+    makespan = max(ends) - min(r.arrival_ns for r in done) if ends else 0
     e2e = [float(end - r.arrival_ns) for r, end in zip(done, ends, strict=True)]
     output = sum(r.output_tokens for r in done)
     return Summary(len(done), steps, spread(ttfts(done)), spread(tpots(done)), spread(e2e), makespan, output, pages)

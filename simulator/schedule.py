@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -10,7 +11,7 @@ from traces.schema import RequestRecord
 
 
 class Token(NamedTuple):
-    """Token ``number`` (from 1) of ``request`` was handed on; ``last`` ends it."""
+    """Token ``number`` (from 1; 0 is none, for a request that was cut off) of ``request`` was handed on; ``last`` ends it."""
 
     request: int
     number: int
@@ -39,20 +40,21 @@ class Schedule(Protocol):
 
 
 class RecordedSchedule:
-    """Replays measured batches. A batch waits until its requests have arrived."""
+    """Replays measured batches. A batch waits until its requests have arrived; a request ends with its last token, or its last row."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.refused = 0
         self._batches = batches
         self._next = 0
         self._arrived: dict[int, RequestRecord] = {}
-        self._tokens: dict[int, int] = {}
-        self._open = 0
+        self._open: set[int] = set()
+        self._tokens: Counter[int] = Counter()
+        self._rows_left = Counter(row.request for batch in batches for row in batch.rows)
 
     def arrive(self, request: RequestRecord) -> None:
         """See :class:`Schedule`."""
         self._arrived[request.id] = request
-        self._open += request.output_tokens > 0
+        self._open.add(request.id)
 
     def next_batch(self) -> Batch | None:
         """See :class:`Schedule`."""
@@ -66,18 +68,21 @@ class RecordedSchedule:
         """See :class:`Schedule`."""
         tokens = []
         for row in batch.rows:
-            request = self._arrived[row.request]
-            number = self._tokens.get(row.request, 0) + 1
-            if row.yields and number <= request.output_tokens:
-                self._tokens[row.request] = number
-                last = number == request.output_tokens
-                self._open -= last
+            self._rows_left[row.request] -= 1
+            if row.request not in self._open:
+                continue  # the step that overlap wastes on an ended request
+            self._tokens[row.request] += row.yields
+            number = self._tokens[row.request]
+            last = number == max(self._arrived[row.request].output_tokens, 1) or not self._rows_left[row.request]
+            if row.yields or last:
                 tokens.append(Token(row.request, number, last))
+            if last:
+                self._open.remove(row.request)
         return tokens
 
     def open_requests(self) -> int:
         """See :class:`Schedule`."""
-        return self._open
+        return len(self._open)
 
     def check(self) -> None:
         """See :class:`Schedule`."""

@@ -108,7 +108,10 @@ class ModelledSchedule:
     def next_batch(self) -> Batch | None:
         """See ``Schedule``."""
         self._merge_last()
+        filtered = bool(self.running)
         batch = self._prefill() or self._decode()
+        if batch is None and filtered:
+            batch = self._prefill()  # the filter made room: SGLang's loop finds it an (empty) iteration later
         if batch is None:
             self._last = _Launch()
             if not self._live:
@@ -253,7 +256,7 @@ class ModelledSchedule:
             if live is None or not row.yields or live.epoch != row.epoch:
                 continue
             live.tokens += 1
-            last = live.tokens == live.record.output_tokens
+            last = live.tokens >= live.record.output_tokens  # SGLang runs one token of a refused request, to answer it
             tokens.append(Token(row.request, live.tokens, last))
             if last:
                 live.ended = True
@@ -291,8 +294,7 @@ class ModelledSchedule:
         self.ledger.release(live.record.id)
 
     def _batch(self, rows: list[Row]) -> Batch:
-        running = len(rows) if rows[-1].decoding else len(rows) + len(self.running)
-        return Batch(tuple(rows), running, len(self.waiting), -1, self.ledger.used, self.home.used * self.page)
+        return Batch(tuple(rows), len(self.running), len(self.waiting), -1, self.ledger.used, self.home.used * self.page)
 
     def check(self) -> None:
         """Raise ``RuntimeError`` unless both tiers balance and nothing is left behind."""

@@ -82,16 +82,17 @@ class Batch(NamedTuple):
 def recorded_batches(steps: Iterable[StepRecord]) -> list[Batch]:
     """The measured batches in their order.
 
-    A prefill chunk is the last one of its request when the request's next row decodes, or when it has no next row.
+    A prefill chunk is the last one of its request unless the request's next row prefills on from its end (it does not after a
+    retraction, which starts over).
     """
     ordered = list(steps)
-    follows: dict[int, bool] = {}
+    goes_on: dict[int, int] = {}  # request -> where its next row begins, if that one prefills
     batches: list[Batch] = []
     for record in reversed(ordered):
         rows = []
         for request, prefix, new, decoding in zip(record.requests, record.prefix_tokens, record.new_tokens, record.decoding, strict=True):
-            rows.append(Row(request, prefix, new, decoding, decoding or follows.get(request, True)))
-            follows[request] = decoding
+            rows.append(Row(request, prefix, new, decoding, decoding or goes_on.get(request) != prefix + new))
+            goes_on[request] = -1 if decoding else prefix
         batches.append(Batch(tuple(rows), record.running, record.waiting, record.step, record.frames_used, record.home_used))
     batches.reverse()
     return batches

@@ -151,6 +151,8 @@ class Server:
                     "finish_ns": times[r.id].finish_ns, "cached_tokens": times[r.id].cached_tokens,
                 }
             )
+            if r.id in times
+            else r
             for r in self.run.requests
         ]  # fmt: skip
         return self.run
