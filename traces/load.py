@@ -117,10 +117,11 @@ def _check_request(record: RequestRecord, line: int) -> Iterator[Problem]:
 
 
 def files_of(directory: Path, name: str, meta: RunMeta) -> list[str]:
-    """The files that hold the rows of ``name``: itself, or the parts of an unfinished run. Raises :class:`TraceError` if there are none."""
-    if meta.complete:
-        return [name]
+    """The files that hold the rows of ``name``: itself once the run was closed, else its parts. Raises :class:`TraceError` without any."""
     parts = parts_of(directory, name)
+    # A close that was cut off leaves both: the parts count until the head says that they were joined.
+    if meta.complete and ((directory / name).exists() or not parts.is_dir()):
+        return [name]
     if not parts.is_dir():
         refuse(Problem(parts.name, None, None, "missing; expected the parts of an unfinished run"))
     return [f"{parts.name}/{part.name}" for part in sorted(parts.glob("*.parquet"))]

@@ -3,6 +3,7 @@
 ``requests.jsonl`` is appended line by line. A parquet file has its index at the end, so that one which is still open is lost with
 the process: rows go to numbered parts instead, each a whole parquet file that appears under its name only when it is complete, and
 ``close`` joins them. A run without ``close`` keeps its parts and ``complete: false``; at most the rows since the last part are lost.
+A server is often killed rather than stopped, so that ``checkpoint`` marks a run complete in its parts while nothing runs.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class TraceWriter:
 
     def request(self, record: RequestRecord) -> None:
         """Append ``record`` and forget the request: write it after the request's last step. Raises ``ValueError`` on a known id."""
-        self._check_open()
+        self._begin()
         if record.id in self._ended:
             raise ValueError(f"request {record.id} was recorded already")
         self._ended.add(record.id)
@@ -81,7 +82,7 @@ class TraceWriter:
 
     def step(self, record: StepRecord) -> None:
         """Buffer one scheduler step. The record is written as it is: the reader checks it."""
-        self._check_open()
+        self._begin()
         self._seen.update(record.requests)
         self._steps.append(record)
         if len(self._steps) >= PART_ROWS:
@@ -100,7 +101,7 @@ class TraceWriter:
         Raises:
             ValueError: on an ended request, an unknown kind, a wrong shape, pages that do not ascend or lie beyond the context.
         """
-        self._check_open()
+        self._begin()
         if request in self._ended:
             raise ValueError(f"request {request} was recorded as ended before its selection of step {step}: record it after its last step")
         if kind not in (WARM, DECODE):
@@ -116,6 +117,19 @@ class TraceWriter:
         self._hand_over()
         self._wait()
 
+    def checkpoint(self, totals: Mapping[str, int]) -> bool:
+        """Write all that is buffered and mark the run complete as it stands, with the counters ``totals``; writing on un-marks it.
+
+        Returns False, and leaves the run unfinished, if a request has steps or selections but no record.
+        Raises what the writing thread raised.
+        """
+        self.flush()
+        if self._seen - self._ended:
+            return False
+        if not self._meta.complete:
+            self._mark(totals)
+        return True
+
     def close(self, totals: Mapping[str, int]) -> None:
         """Join the parts and mark the run complete with the counters ``totals``; a second call does nothing.
 
@@ -130,8 +144,7 @@ class TraceWriter:
         self.abandon()
         for name, schema in ((STEPS, STEP_SCHEMA), (SELECTIONS, SELECTION_SCHEMA)):
             _join(parts_of(self.directory, name), self.directory / name, schema)
-        self._meta = self._meta.model_copy(update={"complete": True, "totals": {name: int(value) for name, value in totals.items()}})
-        self._write_meta()
+        self._mark(totals)
         # Only now: a crash above leaves an unfinished run with all of its parts.
         for name in (STEPS, SELECTIONS):
             shutil.rmtree(parts_of(self.directory, name))
@@ -157,6 +170,16 @@ class TraceWriter:
         if self._closed:
             raise ValueError(f"the run {self.directory} is closed")
 
+    def _begin(self) -> None:
+        self._check_open()
+        if self._meta.complete:
+            self._meta = self._meta.model_copy(update={"complete": False, "totals": {}})
+            self._write_meta()
+
+    def _mark(self, totals: Mapping[str, int]) -> None:
+        self._meta = self._meta.model_copy(update={"complete": True, "totals": {name: int(value) for name, value in totals.items()}})
+        self._write_meta()
+
     def _prepare(self) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -178,6 +201,8 @@ class TraceWriter:
     def _hand_over(self) -> None:
         # Both buffers together, so that the parts on disk end at about the same step.
         self._wait()
+        if not self._steps and not self._events:
+            return
         steps, self._steps = self._steps, []
         events, self._events = self._events, []
         self._pending = self._thread.submit(self._write_parts, steps, events)

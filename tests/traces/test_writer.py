@@ -206,6 +206,45 @@ def test_a_crash_inside_close_leaves_a_readable_unfinished_run(valid_run: Path, 
     assert sum(1 for _ in part.selections()) == sum(1 for _ in run.selections())
 
 
+def test_a_killed_server_leaves_what_it_had_at_its_last_checkpoint(valid_run: Path, tmp_path: Path) -> None:
+    run = read_run(valid_run)
+    half = next(i for i, step in enumerate(run.steps) if step.running + step.waiting == 0 and i > 10 and len(step.requests) == 1)
+    first = {request for step in run.steps[:half] for request in step.requests}
+    with mock.patch.object(traces.writer, "PART_ROWS", 16), TraceWriter(tmp_path / "run", run.meta) as writer:
+        for step in run.steps[:half]:
+            writer.step(step)
+        assert not writer.checkpoint({"n": 1})  # requests have no record yet
+        for request in run.requests:
+            if request.id in first:
+                writer.request(request)
+        assert writer.checkpoint({"n": 2})
+        assert writer.checkpoint({"n": 3})  # nothing new: nothing is written
+        parts = sorted((tmp_path / "run" / "steps.parts").iterdir())
+        read = read_run(tmp_path / "run")
+        assert (read.steps, read.meta.totals) == (run.steps[:half], {"n": 2})
+        assert len(parts) == -(-half // 16)
+
+        rest = next(request for request in run.requests if request.id not in first)
+        writer.request(rest)
+        with pytest.raises(TraceError, match="was not closed"):
+            read_run(tmp_path / "run")
+        assert writer.checkpoint({"n": 4})
+    read = read_run(tmp_path / "run")
+    assert (len(read.requests), read.meta.totals) == (len(first) + 1, {"n": 4})
+
+
+def test_a_checkpoint_then_close_joins_the_parts(valid_run: Path, tmp_path: Path) -> None:
+    run = read_run(valid_run)
+    writer = TraceWriter(tmp_path / "run", run.meta)
+    _replay(writer, run)
+    assert writer.checkpoint(run.meta.totals)
+    assert validate_run(tmp_path / "run") == []
+    assert sum(1 for _ in read_run(tmp_path / "run").selections()) == sum(1 for _ in run.selections())
+    writer.close(run.meta.totals)
+    assert not (tmp_path / "run" / "steps.parts").exists()
+    assert validate_run(tmp_path / "run") == []
+
+
 def test_what_the_thread_raises_is_raised_to_the_caller(valid_run: Path, tmp_path: Path) -> None:
     run = read_run(valid_run)
     with TraceWriter(tmp_path / "run", run.meta) as writer:
