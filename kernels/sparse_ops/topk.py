@@ -50,7 +50,8 @@ def select_pages(scores: torch.Tensor, spans: Sequence[Span]) -> npt.NDArray[np.
         first = torch.tensor([span.sink for span in spans], device=scores.device)[:, None]
         last = torch.tensor([span.window_first for span in spans], device=scores.device)[:, None]
         candidate = (position >= first) & (position < last)
-        masked = scores.masked_fill(~candidate[:, None, :], float("-inf"))
+        # A candidate of score -inf still goes before what is no candidate.
+        masked = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(~candidate[:, None, :], float("-inf"))
         # A stable sort keeps the lower page first among equals.
         order = torch.sort(masked, dim=-1, descending=True, stable=True).indices[:, :, :chosen].cpu().numpy()
     for b, span in enumerate(spans):
