@@ -84,9 +84,11 @@ class DeviceTier:
         self._open: dict[int, tuple[int, ...]] = {}
 
     def open(self, request_slot: int, plan: RowPlan) -> None:
-        """Give the rows of a request their (empty) frames. Raises ``RuntimeError`` if they are open already."""
+        """Give the rows of a request their (empty) frames. Raises ``RuntimeError`` if they are open already or frames lack."""
         if request_slot in self._open:
             raise RuntimeError(f"rows of request slot {request_slot} are open already")
+        if plan.frames > self.pool.free:  # before the first layer takes any
+            raise RuntimeError(f"{plan.frames} frames wanted, {self.pool.free} of {self.pool.total} free")
         slots = np.array([request_slot])
         for layer, capacity in zip(self.layers, plan.capacity, strict=True):
             rows = layer.rows_of(slots)

@@ -22,6 +22,8 @@ class TwoTierPool(MHATokenToKVPool):  # type: ignore[misc]
             raise ValueError("post-capture KV sizing is not supported with sparse attention over host-resident KV")
         if self.head_dim != self.v_head_dim:
             raise ValueError(f"head_dim(={self.head_dim}) and v_head_dim(={self.v_head_dim}) must be equal for sparse attention")
+        if self.store_dtype not in (torch.float32, torch.float16, torch.bfloat16):  # a checkpoint may ask for it without a flag
+            raise ValueError(f"KV of type {self.dtype} is not supported with sparse attention: set --kv-cache-dtype to the model's own type")
         self.pages = (self.size + self.page_size) // self.page_size
         self.home = Home(
             self.layer_num, self.pages, self.head_num, self.page_size, self.head_dim, self.store_dtype, pin=self.device != "cpu"

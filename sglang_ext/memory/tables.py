@@ -32,7 +32,8 @@ class TwoLevelTable:
     def __init__(self, rows: int, pages: int, segments: int | None = None) -> None:
         self.directory = np.full((rows, -(-pages // SEGMENT)), -1, np.int32)
         pool = self.directory.size if segments is None else segments
-        self.segments = np.full((pool, SEGMENT), -1, np.int16)
+        # A row never has more slots than pages; 2 bytes hold a slot of all but the longest contexts.
+        self.segments = np.full((pool, SEGMENT), -1, np.int16 if pages <= np.iinfo(np.int16).max else np.int32)
         self.in_use = np.zeros(pool, np.bool_)
         self._live = np.zeros(pool, np.int32)  # entries set, a segment
 
