@@ -79,6 +79,20 @@ def test_frames_are_conserved_in_any_order(moves: list[tuple[int, int, int]], to
     tier.check_integrity()
 
 
+def test_closing_forgets_what_the_rows_held() -> None:
+    """Not only at the next opening: segments of the page tables go back to their pool at once."""
+    tier = _make_tier()
+    tier.open(2, _plan(3, 5))
+    for layer in tier.layers:
+        layer.lru.warm(layer.rows_of(np.array([2])), np.array([[0, 4, 60], [1, 5, 69]], np.int32))
+        assert layer.table.in_use.any()
+    tier.close(2)
+    for layer in tier.layers:
+        assert not layer.table.in_use.any()
+        assert (layer.lru.page == -1).all()
+    tier.check_integrity()
+
+
 def test_opening_twice_is_refused() -> None:
     """A slot that SGLang hands on must have been closed."""
     tier = _make_tier()
