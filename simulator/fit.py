@@ -1,8 +1,9 @@
 """Fits a :class:`CostModel` from a run's own phase times, on one half of its steps, and says how well it does on the other half.
 
 Blocks of 8 consecutive steps alternate between the halves; a kind of step that would miss one half takes smaller blocks. Each phase
-is a non-negative least-squares fit, weighted by 1 / predicted step (relative errors, unbiased in the mean). Steps beyond 4x or below
-a quarter of the prediction (first-step warm-up) are left out of the fit, counted, and stay in the held-out error.
+is a non-negative least-squares fit, weighted by 1 / predicted step (relative errors, unbiased in the mean). A few steps beyond 4x or
+below a quarter of the prediction (first-step warm-up) are left out of the fit, counted, and stay in the held-out error; when they are
+more than a few, the machine itself was unsteady: then all are kept, and the report says so.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ Flags = npt.NDArray[np.bool_]
 
 BLOCK = 8
 OUTLIER = 4.0
+FEW = 0.05
 KINDS = ("decode", "prefill")
 
 
 @dataclass(frozen=True)
 class KindReport:
-    """How steps of one kind were fitted. Errors are of the held-out steps; ``None`` when there are none."""
+    """How steps of one kind were fitted. ``unsteady``: share of fitted steps that are 4x off while too many to be left out. Errors are of
+    the held-out steps; ``None`` when there are none."""
 
     kind: str
     train_steps: int
     held_out_steps: int
     block: int
     left_out: int
+    unsteady: float
     error: float | None
     mape: float | None
     coefficients: dict[str, dict[str, float]]
@@ -127,17 +131,17 @@ def fit_costs(run: RecordedRun, rates: LinkRates | None = None) -> Fitted:
     timeline = read_timeline(run, batches)
     predicted = np.zeros_like(measured)
     models: list[KindCost] = []
-    left_out = [0, 0]
+    left_out, unsteady = [0, 0], [0.0, 0.0]
     for kind in (DECODE, PREFILL):
         mine = kinds == kind
         # A run without one kind (nothing decodes when every request asks for one token) takes the other's coefficients.
         train = mine & ~held if (mine & ~held).any() else ~held
-        cost, left_out[kind] = _fit_kind(features[train], measured[train])
+        cost, left_out[kind], unsteady[kind] = _fit_kind(features[train], measured[train])
         models.append(cost)
         predicted[mine] = features[mine] @ cost.coefficients.T
     gaps = _fit_gaps(features, kinds, held, timeline)
     model = CostModel((models[0], models[1]), gaps, timeline.wake_ns, timeline.handoff_ns, rates or LinkRates())
-    report = _report(features, kinds, held, blocks, measured, predicted, models, left_out, model, timeline)
+    report = _report(features, kinds, held, blocks, measured, predicted, models, list(zip(left_out, unsteady)), model, timeline)
     return Fitted(model, report, held, predicted.sum(axis=1))
 
 
@@ -154,26 +158,27 @@ def non_negative(features: Array, target: Array, weights: Array, names: Sequence
     return out
 
 
-def _fit_kind(features: Array, measured: Array) -> tuple[KindCost, int]:
-    """Coefficients of one kind of step; second is how many steps were left out as outliers."""
+def _fit_kind(features: Array, measured: Array) -> tuple[KindCost, int, float]:
+    """Coefficients of one kind of step; how many steps were left out as outliers; their share when they are too many for that."""
     total = measured.sum(axis=1)
     # 1/measured is blind to slow outliers but low in the mean: it finds them, and 1/predicted fits the rest.
     weights = 1 / np.maximum(total, 1.0)
     keep = np.ones(len(total), bool)
+    unsteady = 0.0
     for _ in range(3):
         guess = features @ non_negative(features[keep], total[keep], weights[keep], FEATURES)
         guess = np.maximum(guess, 1.0)
         ratio = total / guess
         keep = (ratio < OUTLIER) & (ratio > 1 / OUTLIER)
-        if not keep.any():
+        if unsteady or (~keep).sum() > max(1, FEW * len(keep)):
+            unsteady = unsteady or float((~keep).mean())
             keep[:] = True
         weights = 1 / guess
     rows = [non_negative(features[keep], measured[keep, i], weights[keep], PHASE_FEATURES[phase]) for i, phase in enumerate(STEP_PHASES)]
     coefficients = np.array(rows)
     ratios = total[keep] / np.maximum((features[keep] @ coefficients.T).sum(axis=1), 1.0)
-    return KindCost(coefficients, np.array([features.min(axis=0), features.max(axis=0)]), np.sort(ratios / ratios.mean())), int(
-        (~keep).sum()
-    )
+    fitted_range = np.array([features.min(axis=0), features.max(axis=0)])
+    return KindCost(coefficients, fitted_range, np.sort(ratios / ratios.mean())), int((~keep).sum()), unsteady
 
 
 def _fit_gaps(features: Array, kinds: npt.NDArray[np.int64], held: Flags, timeline: Timeline) -> Array:
@@ -197,7 +202,7 @@ def _report(
     measured: Array,
     predicted: Array,
     models: Sequence[KindCost],
-    left_out: Sequence[int],
+    outliers: Sequence[tuple[int, float]],
     model: CostModel,
     timeline: Timeline,
 ) -> FitReport:
@@ -213,7 +218,7 @@ def _report(
                 int((mine & ~held).sum()),
                 int(test.sum()),
                 blocks[kind],
-                left_out[kind],
+                *outliers[kind],
                 _error(m.sum(), p.sum()),
                 float(np.abs(p / np.maximum(m, 1) - 1).mean()) if len(m) else None,
                 _named(models[kind], model.gaps[kind]),

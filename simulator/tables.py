@@ -77,6 +77,11 @@ def fit_line(fit: FitReport) -> str:
             f"Costs, {kind.kind}: {kind.train_steps} steps fitted ({kind.left_out} left out), {kind.held_out_steps} held out in blocks of "
             f"{kind.block}: error {percent(kind.error)}, a step {mape}"
         )
+        if kind.unsteady:
+            lines.append(
+                f"  Unsteady measurement: {kind.unsteady:.0%} of these steps took 4x more or less than their kind. Was the machine shared? "
+                f"Times of this run predict nothing but a run under the same load."
+            )
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from simulator.cost import DECODE, PREFILL, STEP_PHASES, LinkRates
 from simulator.fit import fit_costs, measured_phases, split
 from simulator.session import Session
 from simulator.settings import scenario
+from simulator.tables import fit_line
 from simulator.work import FEATURES, WorkModel
 from simulator.workload import recorded_batches
 from tests.simulator.runs import REAL, Server, make_meta, make_requests
@@ -128,3 +129,20 @@ def test_a_run_without_decode_can_be_fitted():
 def test_a_run_without_steps_or_requests_is_refused(served, empty):
     with pytest.raises(ValueError, match=r"no steps|does not list"):
         Session(dataclasses.replace(served, **{empty: []}))
+
+
+def test_an_unsteady_machine_is_said_and_its_steps_are_kept(served):
+    """A fifth of the steps 8x slower is no warm-up: leaving them out would predict a machine that nobody measured."""
+    run = dataclasses.replace(served, steps=list(served.steps))
+    shift = 0
+    for i, step in enumerate(run.steps):
+        stall = 7 * (step.end_ns - step.start_ns) if i % 5 == 3 else 0
+        moved = {"start_ns": step.start_ns + shift, "end_ns": step.end_ns + shift + stall, "forward_ns": step.forward_ns + stall}
+        run.steps[i] = step.model_copy(update=moved)
+        shift += stall
+    report = fit_costs(run).report
+    for kind in report.kinds:
+        assert kind.left_out == 0
+        assert 0.1 < kind.unsteady < 0.3
+    assert "Unsteady measurement" in fit_line(report)
+    assert "Unsteady" not in fit_line(fit_costs(served).report)
