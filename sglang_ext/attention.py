@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import AttentionType
 from sparse_ops import append_token, attend_dense, attend_frames, gather_pages, gather_prefix, merge_partials, store_tokens
 
 from sglang_ext.algorithms.base import PageIds, RowsView
@@ -60,6 +61,21 @@ class DecodePlan:
     born: npt.NDArray[np.int32]
 
 
+def check_layer(layer: RadixAttention, save_kv_cache: bool, extra: dict[str, Any]) -> None:
+    """Raise ``ValueError`` for what a model's layer asks and this backend does not do: a wrong answer would look healthy."""
+    wants = [name for name, value in extra.items() if value is not None]
+    if layer.logit_cap:
+        wants.append(f"logit cap {layer.logit_cap:g}")
+    if layer.sliding_window_size not in (None, -1):
+        wants.append(f"sliding window {layer.sliding_window_size}")
+    if layer.attn_type != AttentionType.DECODER or layer.is_cross_attention:
+        wants.append(f"attention type {layer.attn_type.value}")
+    if not save_kv_cache:
+        wants.append("save_kv_cache=False")
+    if wants:
+        raise ValueError(f"layer {layer.layer_id} asks for {', '.join(wants)}, which sparse attention does not support yet: leave out the --sparse-* flags")
+
+
 class SparseAttentionBackend(AttentionBackend):  # type: ignore[misc]
     """Plan once a step (``init_forward_metadata``), run a layer at a time."""
 
@@ -71,6 +87,7 @@ class SparseAttentionBackend(AttentionBackend):  # type: ignore[misc]
         self.first_layer: int = runtime.pool.start_layer or 0
         self.prefills: list[PrefillPlan] = []
         self.decode: DecodePlan | None = None
+        self._checked: set[int] = set()
 
     # -- plan -------------------------------------------------------------------------------------------------------------------
 
@@ -124,20 +141,32 @@ class SparseAttentionBackend(AttentionBackend):  # type: ignore[misc]
     # -- run --------------------------------------------------------------------------------------------------------------------
 
     def forward_extend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, forward_batch: ForwardBatch, save_kv_cache: bool = True, **_: Any
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, forward_batch: ForwardBatch, save_kv_cache: bool = True, **extra: Any
     ) -> torch.Tensor:
         """Chunks of prefill, and in a mixed batch the decoding tokens too. See :meth:`_run` for shapes."""
-        return self._run(q, k, v, layer, forward_batch)
+        return self._run(q, k, v, layer, forward_batch, save_kv_cache, extra)
 
     def forward_decode(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, forward_batch: ForwardBatch, save_kv_cache: bool = True, **_: Any
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, forward_batch: ForwardBatch, save_kv_cache: bool = True, **extra: Any
     ) -> torch.Tensor:
         """One token a request. See :meth:`_run` for shapes."""
-        return self._run(q, k, v, layer, forward_batch)
+        return self._run(q, k, v, layer, forward_batch, save_kv_cache, extra)
 
-    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, forward_batch: ForwardBatch) -> torch.Tensor:
+    def _run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool,
+        extra: dict[str, Any],
+    ) -> torch.Tensor:
         """``q [T, Hq * D]``, ``k, v [T, H * D]`` or ``[T, H, D]`` -> ``[T, Hq * D]``."""
         runtime = self.runtime
+        if layer.layer_id not in self._checked:
+            check_layer(layer, save_kv_cache, extra)
+            self._checked.add(layer.layer_id)
         stats = runtime.stats
         assert stats is not None
         number = layer.layer_id - self.first_layer
@@ -168,7 +197,7 @@ class SparseAttentionBackend(AttentionBackend):  # type: ignore[misc]
         summaries = runtime.summaries[number]
         begin = clock()
         if summaries is not None:
-            runtime.algorithms[number].index_chunk(summaries, k, plan.pages[plan.prefix // size :], plan.prefix % size, size)
+            runtime.indexer.index_chunk(summaries, k, plan.pages[plan.prefix // size :], plan.prefix % size, size)
         stats.phases["index"] += clock() - begin
 
         warm = _WarmRows(runtime, number, plan, q[-1], scale, stats) if plan.warm else None
@@ -211,7 +240,7 @@ class SparseAttentionBackend(AttentionBackend):  # type: ignore[misc]
         query = q.view(q.shape[0], runtime.kv_heads, -1, q.shape[-1])
         begin = clock()
         if summaries is not None:
-            algorithm.index_token(summaries, k, plan.page, plan.offset)
+            runtime.indexer.index_token(summaries, k, plan.page, plan.offset)
         indexed = clock()
         spans = [runtime.budgets[number].span(int(context)) for context in plan.tokens]
         view = RowsView(spans, plan.table, plan.tokens, summaries, runtime.home.kv[number], scale)

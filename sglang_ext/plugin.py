@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -67,11 +68,12 @@ def check_hooks() -> None:
 
 def create_backend(runner: Any) -> Any:
     """Factory of the attention backend ``sparse``, in the scheduler process."""
+    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.runtime_context import get_server_args
 
     from sglang_ext.attention import SparseAttentionBackend
+    from sglang_ext.control import attach
     from sglang_ext.memory.pool import TwoTierPool
-    from sglang_ext.recorder import Recorder
     from sglang_ext.refusals import check_model, check_platform
     from sglang_ext.runtime import SparseRuntime, set_runtime
 
@@ -83,19 +85,21 @@ def create_backend(runner: Any) -> Any:
     if not isinstance(pool, TwoTierPool):
         raise RuntimeError(f"the sparse attention backend needs the two-tier pool, SGLang built {type(pool).__name__}")
     config = args.sparse_resolved
-    runtime = SparseRuntime(
-        config,
-        pool,
-        runner.token_to_kv_pool_allocator,
-        query_heads=runner.model_config.num_attention_heads // args.tp_size,
-        requests=runner.req_to_token_pool.req_to_token.shape[0],
-        context_length=runner.model_config.context_len,
-    )
+    shape = {
+        "query_heads": runner.model_config.num_attention_heads // args.tp_size,
+        "requests": runner.req_to_token_pool.req_to_token.shape[0],
+        "context_length": runner.model_config.context_len,
+    }
+    runtime = SparseRuntime(config, pool, runner.token_to_kv_pool_allocator, **shape)
     if config.trace is not None:
-        runtime.recorder = Recorder(runtime, config.trace, args, model_name=str(args.served_model_name), max_running=runner.max_running_requests)
+        from sglang_ext.recorder import Recorder
+
+        runtime.recorder = Recorder(runtime, config.trace, args, model_name=Path(str(args.served_model_name)).name, max_running=runner.max_running_requests)
     set_runtime(runtime)
     logger.info("%s", describe(runtime))
-    return SparseAttentionBackend(runner, runtime)
+    backend = SparseAttentionBackend(runner, runtime)
+    attach(Scheduler, backend, **shape)
+    return backend
 
 
 def describe(runtime: Any) -> str:

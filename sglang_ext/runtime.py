@@ -22,6 +22,7 @@ from sglang_ext.policy import FixedBuffers, FrameLedger, PageBudget
 from sglang_ext.policy.admission import AdmissionError
 
 if TYPE_CHECKING:
+    from sglang_ext.algorithms.base import SparseAlgorithm
     from sglang_ext.memory.pool import TwoTierPool
     from sglang_ext.recorder import Recorder
 
@@ -98,13 +99,14 @@ class SparseRuntime:
         query_heads: query heads of this rank.
         requests: request slots (``req_to_token`` rows).
         context_length: most tokens of a request.
+        kept: a runtime over the same home whose summaries and indexer go on (studies); ``None`` starts with empty summaries.
 
     Raises:
         ValueError: if the configuration can't serve even the smallest request, with the arithmetic.
     """
 
     def __init__(
-        self, config: SparseConfig, pool: TwoTierPool, allocator: Any, *, query_heads: int, requests: int, context_length: int
+        self, config: SparseConfig, pool: TwoTierPool, allocator: Any, *, query_heads: int, requests: int, context_length: int, kept: SparseRuntime | None = None
     ) -> None:
         self.config = config
         self.pool = pool
@@ -127,8 +129,12 @@ class SparseRuntime:
         self.budgets = [unlimited if layer in config.dense_layers else limited for layer in range(self.layers)]
         self.buffers = FixedBuffers(self.budgets, self.kv_heads, config.buffer_factor)
 
-        shape = algorithm.summary_shape(pool.head_dim)
-        self.summaries: list[torch.Tensor | None] = [
+        if kept is not None and algorithm.summary_shape(pool.head_dim) not in (None, kept.indexer.summary_shape(pool.head_dim)):
+            raise ValueError(f"algorithm {config.algorithm} keeps other summaries than the pages at home have")
+        # Who keeps the summaries: the algorithm, or (studies) one before it, so that a later one finds every page indexed.
+        self.indexer: SparseAlgorithm = algorithm if kept is None else kept.indexer
+        shape = self.indexer.summary_shape(pool.head_dim)
+        self.summaries: list[torch.Tensor | None] = kept.summaries if kept is not None else [
             None
             if shape is None or layer in config.dense_layers
             else torch.zeros((pool.pages, self.kv_heads, *shape), dtype=pool.store_dtype, device=pool.device)
@@ -141,6 +147,7 @@ class SparseRuntime:
             self.ledger.check_possible(1)
         except AdmissionError as error:
             raise ValueError(f"--sparse-device-memory {config.device_memory} holds {frames} frames, too few for any request: {error}") from None
+        self._check_available(frames * self.frame_bytes)
         plan = self.buffers.plan(context_length)
         self.device = DeviceTier(
             FramePool(frames, self.page_size, pool.head_dim, pool.store_dtype, pool.device),
@@ -149,6 +156,7 @@ class SparseRuntime:
             plan.capacity,
             self.buffers.budgets[0].pages_of(context_length + self.buffers.extra_tokens) + 1,
         )
+        self.retractions = 0
         self.live: dict[str, LiveRequest] = {}
         self.ending: list[tuple[LiveRequest, Any]] = []  # ended requests whose record is due
         self.idle_work = False  # something ran since the last idle check
@@ -174,6 +182,18 @@ class SparseRuntime:
                 f"the prefill workspace {workspace / 2**20:.1f} MiB. Raise it, or lower --sparse-host-memory or workspace_tokens"
             )
         return left // self.frame_bytes
+
+    def _check_available(self, wanted: int) -> None:
+        if self.pool.device == "cpu":
+            import psutil
+
+            free = int(psutil.virtual_memory().available)
+        else:
+            free = torch.cuda.mem_get_info()[0]
+        if wanted > free:
+            raise ValueError(
+                f"--sparse-device-memory {self.config.device_memory} asks for {wanted / 2**30:.2f} GiB of frames, {free / 2**30:.2f} GiB are available: lower it"
+            )
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
 
@@ -231,6 +251,12 @@ class SparseRuntime:
         waits = {"sparse_admission_waits": self.ledger.refusals}
         link = {f"sparse_link_bytes_{name}": total for name, total in self.home.link.total.items()}
         return {**self.totals, **waits, **link}
+
+    def release_device(self) -> None:
+        """Drop the device tier (another runtime takes its place). Raises ``RuntimeError`` while requests live."""
+        if self.live:
+            raise RuntimeError(f"{len(self.live)} requests are live")
+        del self.device
 
     def home_tokens_used(self) -> int:
         """Token slots of home in use by requests or cached in the radix tree."""

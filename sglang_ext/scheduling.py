@@ -114,6 +114,7 @@ def release_kv_cache(original: Original, req: Any, tree_cache: Any, *args: Any, 
             runtime.ending.append((live, req))
         else:
             live.retractions += 1
+            runtime.retractions += 1
     return result
 
 

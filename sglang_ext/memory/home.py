@@ -31,6 +31,10 @@ class LinkCounters:
         self.step[name][layer] += nbytes
         self.total[name] += nbytes
 
+    def reset(self) -> None:
+        """Count from zero again."""
+        self.__post_init__()
+
     def take_step(self) -> dict[str, list[int]]:
         """Bytes by class and layer since the last call."""
         done = self.step
