@@ -10,9 +10,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sglang_ext.algorithms import check_algorithm
+from sglang_ext.algorithms.base import PageIds, RowsView, SparseAlgorithm
 from sglang_ext.config import build_config
 from sglang_ext.runtime import SparseRuntime, get_runtime, set_runtime
+
+
+class _Capture(SparseAlgorithm):
+    """An algorithm that writes down its selections."""
+
+    def __init__(self, inner: SparseAlgorithm, layer: int, folder: Path) -> None:
+        self.inner = inner
+        self.layer = layer
+        self.folder = folder
+        self.calls = 0
+
+    def select(self, q: torch.Tensor, view: RowsView) -> PageIds:
+        pages = self.inner.select(q, view)
+        kept = {"layer": self.layer, "q": q, "keys": view.home[view.table][:, :, :, 0], "tokens": view.tokens, "pages": torch.from_numpy(pages)}
+        torch.save(kept, self.folder / f"{self.layer:03d}-{self.calls:05d}.pt")
+        self.calls += 1
+        return pages
 
 
 def attach(scheduler_class: type, backend: Any, **shape: int) -> None:
@@ -73,5 +93,19 @@ def attach(scheduler_class: type, backend: Any, **shape: int) -> None:
         }
         Path(path).write_text(json.dumps(report), encoding="utf-8")
 
+    def sparse_capture(self: Any, path: str | None) -> None:
+        """From now on keep what every decode selection saw and chose; ``None`` stops and writes nothing more.
+
+        ``path`` becomes a folder with one ``torch.save`` file a call: ``layer``, ``q [B, H, G, D]``, ``keys [B, N, H, P, D]`` of all pages,
+        ``tokens [B]``, ``pages [B, H, S]``.
+        """
+        runtime = get_runtime()
+        assert runtime is not None
+        runtime.algorithms = [getattr(algorithm, "inner", algorithm) for algorithm in runtime.algorithms]
+        if path is not None:
+            Path(path).mkdir(parents=True)
+            runtime.algorithms = [_Capture(algorithm, layer, Path(path)) for layer, algorithm in enumerate(runtime.algorithms)]
+
+    scheduler_class.sparse_capture = sparse_capture  # type: ignore[attr-defined]
     scheduler_class.sparse_reconfigure = sparse_reconfigure  # type: ignore[attr-defined]
     scheduler_class.sparse_report = sparse_report  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import secrets
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,11 @@ class Recorder:
                 decoding=tuple(decoding),
                 running=len(scheduler.running_batch.reqs),
                 waiting=len(scheduler.waiting_queue),
-                **{f"{phase}_ns": spent for phase, spent in stats.phases.items()},
+                index_ns=stats.phases["index"],
+                offload_ns=stats.phases["offload"],
+                select_ns=stats.phases["select"],
+                retrieve_ns=stats.phases["retrieve"],
+                attend_ns=stats.phases["attend"],
                 selected=tuple(stats.selected),
                 hits=tuple(stats.hits),
                 misses=tuple(stats.misses),
@@ -85,7 +89,7 @@ class Recorder:
         begin = time.perf_counter_ns()
         reason = (req.finished_reason or req.to_finish) if live.scheduled_ns is not None else None
         kind = type(reason).__name__ if reason is not None else "FINISH_ABORT"
-        status = "refused" if live.refused else ("aborted" if kind == "FINISH_ABORT" else "finished")
+        status: Literal["finished", "aborted", "refused"] = "refused" if live.refused else ("aborted" if kind == "FINISH_ABORT" else "finished")
         tokens = [*req.origin_input_ids, *req.output_ids]
 
         def since(at: int | None) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from sglang.srt.arg_groups.arg_utils import A, Arg
 from sglang.srt.server_args import ServerArgs
@@ -43,12 +43,13 @@ class SparseServerArgs(ServerArgs):  # type: ignore[misc]
     sparse_trace: A[Optional[str], Arg(help=_help("trace"))] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
+        args: Any = self  # the stock class is not typed for us
         given = {name: getattr(self, f"sparse_{name}") for name in FLAGS}
         given = {name: value for name, value in given.items() if value is not None}
-        self.sparse_active = bool(given) or self.sparse_config is not None or self.attention_backend == "sparse"
+        self.sparse_active = bool(given) or self.sparse_config is not None or args.attention_backend == "sparse"
         self.sparse_resolved: SparseConfig | None = None
         if not self.sparse_active:
-            if self.radix_cache_backend == "sparse":
+            if args.radix_cache_backend == "sparse":
                 raise ValueError("--radix-cache-backend sparse needs --attention-backend sparse or a --sparse-* flag")
             super().__post_init__()
             return
@@ -56,20 +57,20 @@ class SparseServerArgs(ServerArgs):  # type: ignore[misc]
         check_algorithm(config.algorithm)
         if config.trace is not None:
             check_trace_directory(config.trace)
-        self.page_size = self.page_size if self.page_size is not None else DEFAULT_PAGE_SIZE
+        args.page_size = args.page_size if args.page_size is not None else DEFAULT_PAGE_SIZE
         check_server_args(self)
-        PageBudget(self.page_size, config.budget, config.sink, config.window)  # refuses a budget that is too small for this page size
+        PageBudget(args.page_size, config.budget, config.sink, config.window)  # refuses a budget that is too small for this page size
         self.sparse_resolved = config
-        self.attention_backend = "sparse"
-        self.radix_cache_backend = "sparse"
+        args.attention_backend = "sparse"
+        args.radix_cache_backend = "sparse"
         self.disable_prefill_cuda_graph = True
-        if self.max_running_requests is None:
+        if args.max_running_requests is None:
             # SGLang's default grows with home's logical capacity to thousands of request slots, each with tables of ours.
-            self.max_running_requests = DEFAULT_MAX_RUNNING
+            args.max_running_requests = DEFAULT_MAX_RUNNING
         if self.enable_metrics:
             from sglang_ext.metrics import SparseMetricsCollector
 
-            self.stat_loggers = {**(self.stat_loggers or {}), "scheduler": SparseMetricsCollector}
+            args.stat_loggers = {**(args.stat_loggers or {}), "scheduler": SparseMetricsCollector}
         super().__post_init__()
 
 

@@ -10,6 +10,8 @@ from sglang.srt.utils import get_num_new_pages
 class TorchPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
     """Same slots, in the same order, as the stock allocator hands out."""
 
+    free_pages: torch.Tensor
+
     def alloc_extend(
         self,
         prefix_lens: torch.Tensor,

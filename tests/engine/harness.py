@@ -24,7 +24,7 @@ BASE: dict[str, Any] = {
     "disable_cuda_graph": True,
     "log_level": "warning",
     "random_seed": 1,
-    "enable_custom_logit_processor": False,
+    "sleep_on_idle": True,
 }
 
 
@@ -165,3 +165,12 @@ def storm(engine: Any, prompts: list[list[int]], lengths: list[int], abort_share
         return await asyncio.gather(*(one(number) for number in range(len(prompts))))
 
     return list(engine.loop.run_until_complete(everything()))
+
+
+def refused(engine: Any, prompt: list[int], new_tokens: int) -> str:
+    """The message that a refused request gets."""
+    try:
+        answer = engine.generate(input_ids=prompt, sampling_params={"temperature": 0, "max_new_tokens": new_tokens})
+    except Exception as error:
+        return str(error)
+    return json.dumps(answer["meta_info"]["finish_reason"])

@@ -1,0 +1,64 @@
+"""Two hundred requests finished, aborted and retracted at random points under memory pressure: nothing is lost, no answer changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.harness import EngineProcess
+from tests.engine.prompts import piece
+
+pytestmark = pytest.mark.slow
+
+HOME = 1024
+
+
+@pytest.fixture(scope="module")
+def small(model: object, dense: object) -> Iterator[EngineProcess]:
+    """A home for a few requests, and an admission that is too hopeful: decode runs out of home and retracts."""
+    engine = EngineProcess(
+        sparse_algorithm="quest", sparse_budget="512", sparse_host_memory=str(HOME), sparse_device_memory=str(2048), max_running_requests=12,
+        chunked_prefill_size=64, schedule_conservativeness=0.01, enable_mixed_chunk=True,
+    )  # fmt: skip
+    yield engine
+    engine.close()
+
+
+def _requests(count: int) -> tuple[list[list[int]], list[int]]:
+    rng = random.Random(7)
+    kinds = [(piece(20_000 + 150 * number, rng.randrange(1, 120)), rng.randrange(2, 90)) for number in range(20)]
+    chosen = [kinds[number % len(kinds)] for number in range(count)]
+    return [prompt for prompt, _ in chosen], [length for _, length in chosen]
+
+
+def test_two_hundred_requests_in_a_storm(small: EngineProcess) -> None:
+    """The budget covers every context, so that a retracted request, which is prefilled again, must say the same."""
+    prompts, lengths = _requests(200)
+    calm = small.call("storm", prompts[:20], lengths[:20], 0.0, 1, 0)
+    assert all(len(ids) == length for ids, length in zip(calm, lengths, strict=False))
+    before = small.report()
+    answers = small.call("storm", prompts, lengths, 0.35, 16, 1)
+    after = small.report()  # integrity of tiers, ledger and tables; raises when something does not add up
+    wrong = [number for number, ids in enumerate(answers) if ids is not None and ids != calm[number % 20]]
+    assert not wrong
+    finished = sum(ids is not None for ids in answers)
+    assert 100 <= finished < 200
+    assert after["running_retractions"] > before["running_retractions"]
+    assert after["live"] == after["frames_used"] == 0
+    assert after["home_used"] == after["evictable"]
+
+
+def test_aborts_with_a_small_budget_and_few_frames(small: EngineProcess) -> None:
+    """Rows evict, requests wait for frames, some are aborted: the others say what they say alone."""
+    prompts, lengths = _requests(40)
+    small.reconfigure({"algorithm": "quest", "budget": 64, "sink": 16, "window": 16, "buffer_factor": 1.5, "device_memory": 320}, chunked_prefill_size=64)
+    lengths = [min(length, 30) for length in lengths]
+    calm = small.call("storm", prompts[:20], lengths[:20], 0.0, 1, 0)
+    answers = small.call("storm", prompts, lengths, 0.3, 8, 2)
+    report = small.report()
+    assert [number for number, ids in enumerate(answers) if ids is not None and ids != calm[number % 20]] == []
+    assert report["sparse_admission_waits"] > 0
+    assert report["sparse_page_misses"] > 0
+    assert report["frames_used"] == report["live"] == 0
