@@ -21,6 +21,7 @@ from sparse_ops import append_token, attend_dense, attend_frames, gather_pages, 
 
 from sglang_ext.algorithms.base import PageIds, RowsView
 from sglang_ext.memory.frames import DUMMY, LayerRows
+from sglang_ext.policy import PageBudget, PageSpan
 from sglang_ext.runtime import SparseRuntime, StepStats
 
 if TYPE_CHECKING:
@@ -45,11 +46,21 @@ class PrefillPlan:
 
 
 @dataclass(frozen=True)
+class SpanPlan:
+    """What the decoding requests attend under one budget: ``counts [B]`` pages, ``valid [B]`` tokens of those pages that are live."""
+
+    spans: list[PageSpan]
+    counts: npt.NDArray[np.int64]
+    valid: torch.Tensor
+
+
+@dataclass(frozen=True)
 class DecodePlan:
     """The decoding requests of a batch.
 
     ``where [B]``: token of the batch. ``tokens [B]``: context, newest included. ``table [B, N]``: home pages. ``slots [B]``: request
-    slots. ``page``, ``offset [B]``: home page and place of the newest token. ``born [B]``: page that begins now, or -1.
+    slots. ``page``, ``offset [B]``: home page and place of the newest token. ``born [B]``: page that begins now, or -1. ``spans``: what is
+    attended, one entry a distinct budget.
     """
 
     where: torch.Tensor
@@ -59,6 +70,7 @@ class DecodePlan:
     page: torch.Tensor
     offset: torch.Tensor
     born: npt.NDArray[np.int32]
+    spans: dict[PageBudget, SpanPlan]
 
 
 def check_layer(layer: RadixAttention, save_kv_cache: bool, extra: dict[str, Any]) -> None:
@@ -128,6 +140,12 @@ class SparseAttentionBackend(AttentionBackend):  # type: ignore[misc]
         rows = torch.where(live, rows, 0)  # beyond a request's pages req_to_token holds leftovers
         newest = tokens - 1
         born = torch.where(newest % size == 0, newest // size, -1).to(torch.int32)
+        plans: dict[PageBudget, SpanPlan] = {}
+        for budget in set(self.runtime.budgets):
+            spans = [budget.span(context) for context in contexts]
+            counts = np.array([span.selected for span in spans])
+            # The open page is the last of the selected ones: all before it are full.
+            plans[budget] = SpanPlan(spans, counts, torch.from_numpy(counts - 1) * size + newest % size + 1)
         return DecodePlan(
             torch.tensor([where for where, _, _ in decoding]),
             tokens,
@@ -136,6 +154,7 @@ class SparseAttentionBackend(AttentionBackend):  # type: ignore[misc]
             rows.gather(1, (newest // size)[:, None])[:, 0],
             newest % size,
             born.numpy(),
+            plans,
         )
 
     # -- run --------------------------------------------------------------------------------------------------------------------
@@ -242,19 +261,18 @@ class SparseAttentionBackend(AttentionBackend):  # type: ignore[misc]
         if summaries is not None:
             runtime.indexer.index_token(summaries, k, plan.page, plan.offset)
         indexed = clock()
-        spans = [runtime.budgets[number].span(int(context)) for context in plan.tokens]
-        view = RowsView(spans, plan.table, plan.tokens, summaries, runtime.home.kv[number], scale)
+        attended = plan.spans[runtime.budgets[number]]
+        view = RowsView(attended.spans, plan.table, plan.tokens, summaries, runtime.home.kv[number], scale)
         pages = algorithm.select(query, view)
         stats.decode_pages.append(pages)
         selected = clock()
         frames = self._retrieve(number, plan, rows, pages, stats)
         pool = runtime.device.pool
-        counts = np.array([span.selected for span in spans])
+        counts = attended.counts
         newest = torch.from_numpy(frames[np.arange(len(counts)), :, counts - 1].astype(np.int64))
         append_token(pool.k, pool.v, newest, plan.offset, k, v)
         retrieved = clock()
-        valid = torch.from_numpy(counts - 1) * runtime.page_size + plan.offset + 1
-        out = attend_frames(query, pool.k, pool.v, torch.from_numpy(frames.astype(np.int64)), valid, scale)
+        out = attend_frames(query, pool.k, pool.v, torch.from_numpy(frames.astype(np.int64)), attended.valid, scale)
         phases = stats.phases
         phases["index"] += indexed - begin
         phases["select"] += selected - indexed

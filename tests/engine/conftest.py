@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.harness import MODEL, EngineProcess
-from tests.engine.prompts import SAMPLES
+from tests.engine.prompts import samples
 
 pytest.importorskip("sglang", reason="sglang is not installed (extra 'serve')")
 
@@ -27,13 +27,13 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def dense(model: Path, request: pytest.FixtureRequest) -> dict[str, list[list[int]]]:
+def dense(model: Path, full: bool) -> dict[str, list[list[int]]]:
     """What stock SGLang (``torch_native``, page 1) answers; its engine is gone before another one starts."""
     engine = EngineProcess(attention_backend="torch_native", max_total_tokens=HOME_TOKENS)
     try:
         return {
             name: [one["ids"] for one in engine.generate(sample.prompts, sample.new_tokens, sample.together)]
-            for name, sample in SAMPLES.items()
+            for name, sample in samples(full).items()
         }
     finally:
         engine.close()

@@ -7,7 +7,9 @@ from functools import cache
 
 from tests.engine.harness import MODEL
 
-LENGTHS = (1, 15, 16, 17, 300, 2047, 2048, 2049, 6000)
+LENGTHS = (1, 15, 16, 17, 300, 2047, 2048, 2049)
+"""Without ``--full``."""
+LONGEST = 6000
 PAGE = 16
 
 
@@ -39,36 +41,18 @@ def piece(start: int, length: int) -> list[int]:
     return ids[start : start + length]
 
 
-def _lengths() -> list[list[int]]:
-    starts = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
-    return [piece(start, length) for start, length in zip(starts, LENGTHS, strict=True)]
-
-
-def _prefixes() -> list[list[int]]:
-    """The same 1024 tokens first, then what hits the radix tree at a page boundary and one token beside it on either side."""
-    base = piece(14_000, 1024)
-    other = piece(16_000, 40)
-    return [base, base + other, base[:1008] + other, base[:1009] + other, base[:1007] + other]
-
-
-class _Samples(dict[str, Sample]):
-    """Built on first use: reading the text needs the model's tokenizer."""
-
-    def _fill(self) -> None:
-        if not len(self):
-            prompts = _lengths()
-            self["alone"] = Sample(prompts, 64, False)
-            self["batch"] = Sample([*prompts[:5], *prompts[6:]], 64, True)
-            self["prefixes"] = Sample(_prefixes(), 64, False)
-            self["equal"] = Sample([piece(17_000 + 400 * number, 400) for number in range(8)], 64, True)
-
-    def items(self):  # type: ignore[no-untyped-def]
-        self._fill()
-        return super().items()
-
-    def __getitem__(self, name: str) -> Sample:
-        self._fill()
-        return super().__getitem__(name)
-
-
-SAMPLES = _Samples()
+@cache
+def samples(full: bool) -> dict[str, Sample]:
+    """What is sent to dense SGLang and to us; ``full`` adds the longest prompt and asks for 64 tokens instead of 24."""
+    new_tokens = 64 if full else 24
+    lengths = [*LENGTHS, LONGEST] if full else list(LENGTHS)
+    prompts = [piece(sum(lengths[:number]), length) for number, length in enumerate(lengths)]
+    # The same 1024 tokens first, then what hits the radix tree at a page boundary and one token beside it on either side.
+    base, other = piece(14_000, 1024), piece(16_000, 40)
+    prefixes = [base, base + other, base[:1008] + other, base[:1009] + other, base[:1007] + other]
+    return {
+        "alone": Sample(prompts, new_tokens, False),
+        "batch": Sample(prompts[-8:], new_tokens, True),
+        "prefixes": Sample(prefixes, new_tokens, False),
+        "equal": Sample([piece(17_000 + 400 * number, 400) for number in range(8)], new_tokens, True),
+    }
