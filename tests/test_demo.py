@@ -81,10 +81,10 @@ def test_questions_differ():
 
 @pytest.mark.parametrize(
     ("text", "right"),
-    [(" 2950684.\n\nThe", True), ("2950684", True), (" 6129034.", False), ("", False), (" 295068", False), ("The number 2950684", False)],
+    [(" 6129034.\n\nThe", True), ("6129034", True), (" 2950684.", False), ("", False), (" 612903", False), ("The number 6129034", False)],
 )
 def test_an_answer_is_right_when_it_goes_on_with_the_fact(text, right):
-    (question,) = (one for one in QUESTIONS if one.expected == "2950684")
+    (question,) = (one for one in QUESTIONS if one.expected == "6129034")
     assert question.accepts(text) is right
 
 

@@ -10,7 +10,10 @@ HEAD = (
     "I will quiz you about them afterwards.\n\n"
 )
 NEW_TOKENS = 16
-"""Tokens generated for each question, always all of them, so that every run has the same steps."""
+"""Tokens generated for a question, always all of them, so that every run has the same steps."""
+
+BATCH_TOKENS = 96
+"""The same for the questions that are asked at once, so that the trace has enough decode steps to fit costs on."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,11 @@ class Question:
         return answer.strip().casefold().startswith(self.expected.casefold())
 
 
-# Few, because stock torch_native recomputes the attention of the whole prefix for every question, cached or not.
+# The model answers these with dense attention, so that a wrong answer would be the sparse attention's. Few, because stock torch_native
+# recomputes the attention of the whole prefix for every question, cached or not.
 QUESTIONS = (
     Question("What is the name of the master of the tender?", "The name of the master of the tender is", "Edvard Lindqvist"),
-    Question(
-        "What is the special combination number of the Juniper fuel store?",
-        "The special combination number of the Juniper fuel store is",
-        "2950684",
-    ),
+    Question("What is the name of the station cat?", "The name of the station cat is", "Bartholomew"),
     Question(
         "Where does the spare key of the tower door hang?",
         "The spare key of the tower door hangs behind",

@@ -47,8 +47,8 @@ def mark(right: bool) -> str:
 def answers_table(dense: Sequence[Answer], sparse: Sequence[Answer], questions: Sequence[Question] = QUESTIONS) -> Table:
     """One line a question; the answers side by side."""
     table = Table(title="Same questions, dense and sparse", title_justify="left")
-    for name, width in (("question", 34), ("expected", 16), ("dense", 18), ("", 5), ("sparse", 18), ("", 5)):
-        table.add_column(name, max_width=width, no_wrap=name != "question", overflow="ellipsis" if name != "question" else "fold")
+    for name, width in (("question", 30), ("expected", 18), ("dense", 19), ("", 5), ("sparse", 19), ("", 5)):
+        table.add_column(name, max_width=width)
     for question, one, other in zip(questions, dense, sparse, strict=True):
         table.add_row(
             question.text,
