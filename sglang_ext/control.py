@@ -81,6 +81,8 @@ def attach(scheduler_class: type, backend: Any, **shape: int) -> None:
         runtime = get_runtime()
         assert runtime is not None
         runtime.check_integrity()
+        if runtime.recorder is not None:
+            runtime.recorder.checkpoint()
         report = {
             **runtime.counters(),
             "live": len(runtime.live),

@@ -1,4 +1,4 @@
-"""Engines are started one after the other and shared: a start takes longer than most tests here.
+"""Engines are shared: a start takes longer than most tests here. An idle one sleeps.
 
 ``--full`` runs the whole matrix of equality with dense SGLang; without it a part that covers every path.
 """
@@ -40,7 +40,7 @@ def dense(model: Path, full: bool) -> dict[str, list[list[int]]]:
 
 
 @pytest.fixture(scope="session")
-def sparse(model: Path, dense: dict[str, list[list[int]]]) -> Iterator[EngineProcess]:
+def sparse(model: Path) -> Iterator[EngineProcess]:
     """A sparse engine to be reconfigured."""
     engine = EngineProcess(
         sparse_algorithm="quest", sparse_budget="8192", sparse_host_memory=str(HOME_TOKENS), sparse_device_memory=str(20_000), max_running_requests=16

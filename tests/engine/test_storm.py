@@ -16,7 +16,7 @@ HOME = 1024
 
 
 @pytest.fixture(scope="module")
-def small(model: object, dense: object) -> Iterator[EngineProcess]:
+def small(model: object) -> Iterator[EngineProcess]:
     """A home for a few requests, and an admission that is too hopeful: decode runs out of home and retracts."""
     engine = EngineProcess(
         sparse_algorithm="quest", sparse_budget="512", sparse_host_memory=str(HOME), sparse_device_memory=str(2048), max_running_requests=12,
