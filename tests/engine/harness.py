@@ -32,6 +32,8 @@ class EngineProcess:
     """Calls go to a child process that holds the engine; an exception there is raised here with its text."""
 
     def __init__(self, **kwargs: Any) -> None:
+        # Threads that spin at a barrier starve each other when the machine does other work too; set before the child loads OpenMP.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         context = mp.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         # Not a daemon: the engine starts processes of its own.

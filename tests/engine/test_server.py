@@ -44,7 +44,7 @@ class Server:
         command = [str(Path(sys.executable).with_name("sglang")), *arguments]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
             )
         end = time.monotonic() + 600
         while True:

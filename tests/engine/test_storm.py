@@ -12,7 +12,7 @@ from tests.engine.prompts import piece
 
 pytestmark = pytest.mark.slow
 
-HOME = 1024
+HOME = 512
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def small(model: object) -> Iterator[EngineProcess]:
     """A home for a few requests, and an admission that is too hopeful: decode runs out of home and retracts."""
     engine = EngineProcess(
         sparse_algorithm="quest", sparse_budget="512", sparse_host_memory=str(HOME), sparse_device_memory=str(2048), max_running_requests=12,
-        chunked_prefill_size=64, schedule_conservativeness=0.01, enable_mixed_chunk=True,
+        chunked_prefill_size=32, schedule_conservativeness=0.01, enable_mixed_chunk=True,
     )  # fmt: skip
     yield engine
     engine.close()
@@ -28,7 +28,7 @@ def small(model: object) -> Iterator[EngineProcess]:
 
 def _requests(count: int) -> tuple[list[list[int]], list[int]]:
     rng = random.Random(7)
-    kinds = [(piece(20_000 + 150 * number, rng.randrange(1, 120)), rng.randrange(2, 90)) for number in range(20)]
+    kinds = [(piece(20_000 + 150 * number, rng.randrange(1, 24)), rng.randrange(16, 48)) for number in range(20)]
     chosen = [kinds[number % len(kinds)] for number in range(count)]
     return [prompt for prompt, _ in chosen], [length for _, length in chosen]
 
@@ -44,7 +44,7 @@ def test_two_hundred_requests_in_a_storm(small: EngineProcess) -> None:
     wrong = [number for number, ids in enumerate(answers) if ids is not None and ids != calm[number % 20]]
     assert not wrong
     finished = sum(ids is not None for ids in answers)
-    assert 100 <= finished < 200
+    assert 80 <= finished < 200
     assert after["running_retractions"] > before["running_retractions"]
     assert after["live"] == after["frames_used"] == 0
     assert after["home_used"] == after["evictable"]
@@ -53,8 +53,7 @@ def test_two_hundred_requests_in_a_storm(small: EngineProcess) -> None:
 def test_aborts_with_a_small_budget_and_few_frames(small: EngineProcess) -> None:
     """Rows evict, requests wait for frames, some are aborted: the others say what they say alone."""
     prompts, lengths = _requests(40)
-    small.reconfigure({"algorithm": "quest", "budget": 64, "sink": 16, "window": 16, "buffer_factor": 1.5, "device_memory": 320}, chunked_prefill_size=64)
-    lengths = [min(length, 30) for length in lengths]
+    small.reconfigure({"algorithm": "quest", "budget": 48, "sink": 16, "window": 16, "buffer_factor": 1.0, "device_memory": 256}, chunked_prefill_size=32)
     calm = small.call("storm", prompts[:20], lengths[:20], 0.0, 1, 0)
     answers = small.call("storm", prompts, lengths, 0.3, 8, 2)
     report = small.report()
