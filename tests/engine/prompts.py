@@ -7,9 +7,10 @@ from functools import cache
 
 from tests.engine.harness import MODEL
 
-LENGTHS = (1, 15, 16, 17, 300, 2047, 2048, 2049)
-"""Without ``--full``."""
-LONGEST = 6000
+SHORT = (1, 15, 16, 17, 300, 700)
+"""What ``make test`` sends."""
+LENGTHS = (1, 15, 16, 17, 300, 2047, 2048, 2049, 6000)
+"""What ``--full`` sends."""
 PAGE = 16
 
 
@@ -43,16 +44,22 @@ def piece(start: int, length: int) -> list[int]:
 
 @cache
 def samples(full: bool) -> dict[str, Sample]:
-    """What is sent to dense SGLang and to us; ``full`` adds the longest prompt and asks for 64 tokens instead of 24."""
-    new_tokens = 64 if full else 24
-    lengths = [*LENGTHS, LONGEST] if full else list(LENGTHS)
+    """What is sent to dense SGLang and to us; ``full`` has the long prompts and asks for 64 tokens instead of 16."""
+    new_tokens = 64 if full else 16
+    lengths = LENGTHS if full else SHORT
     prompts = [piece(sum(lengths[:number]), length) for number, length in enumerate(lengths)]
-    # The same 1024 tokens first, then what hits the radix tree at a page boundary and one token beside it on either side.
-    base, other = piece(14_000, 1024), piece(16_000, 40)
-    prefixes = [base, base + other, base[:1008] + other, base[:1009] + other, base[:1007] + other]
+    # The same tokens first, then what hits the radix tree at a page boundary and one token beside it on either side.
+    base, other = piece(14_000, shared_tokens(full)), piece(16_000, 40)
+    prefixes = [base, base + other, base[:-16] + other, base[:-15] + other, base[:-17] + other]
+    alike = 400 if full else 100
     return {
         "alone": Sample(prompts, new_tokens, False),
         "batch": Sample(prompts[-8:], new_tokens, True),
         "prefixes": Sample(prefixes, new_tokens, False),
-        "equal": Sample([piece(17_000 + 400 * number, 400) for number in range(8)], new_tokens, True),
+        "equal": Sample([piece(17_000 + alike * number, alike) for number in range(8)], new_tokens, True),
     }
+
+
+def shared_tokens(full: bool) -> int:
+    """Tokens that the prompts of the sample ``prefixes`` share."""
+    return 1024 if full else 256
