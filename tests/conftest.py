@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--full``: the whole matrix of equality with dense SGLang (about half an hour on two cores)."""
+    """``--full``: the whole matrix of equality with dense SGLang."""
     parser.addoption("--full", action="store_true", help="run the whole matrix of equality with dense SGLang")
 
 

@@ -158,8 +158,10 @@ def storm(engine: Any, prompts: list[list[int]], lengths: list[int], abort_share
             try:
                 answer = await task
             except Exception:
+                if not aborts:  # only a request that was to be aborted may end without an answer
+                    raise
                 return None
-        if (answer["meta_info"]["finish_reason"] or {}).get("type") == "abort":
+        if aborts and (answer["meta_info"]["finish_reason"] or {}).get("type") == "abort":
             return None
         return list(answer["output_ids"])
 
